@@ -1,0 +1,1 @@
+"""What people ask for: the domain, its service layer and the doors onto it."""

@@ -1,0 +1,136 @@
+"""The names of columns as operators read them, in their language.
+
+Owns the list that collectors of messages read. Django makes a column's name from its attribute, where no collector sees it; here
+those names become translatable, without a migration for words.
+"""
+
+from collections.abc import Iterable
+
+from django.db.models import Field, Model
+from django.utils.translation import gettext_lazy, gettext_noop
+
+NAMES = (
+    gettext_noop("acquired at"),
+    gettext_noop("action"),
+    gettext_noop("actor"),
+    gettext_noop("actor name"),
+    gettext_noop("address"),
+    gettext_noop("archive key"),
+    gettext_noop("archive op id"),
+    gettext_noop("archive sha256"),
+    gettext_noop("archive size"),
+    gettext_noop("archive ttl seconds"),
+    gettext_noop("archived at"),
+    gettext_noop("at"),
+    gettext_noop("auth token"),
+    gettext_noop("backend pid"),
+    gettext_noop("bytes done"),
+    gettext_noop("bytes total"),
+    gettext_noop("changed at"),
+    gettext_noop("command"),
+    gettext_noop("conditions"),
+    gettext_noop("confirmed at"),
+    gettext_noop("confirmed by"),
+    gettext_noop("cpus"),
+    gettext_noop("created at"),
+    gettext_noop("deleted at"),
+    gettext_noop("delivered"),
+    gettext_noop("description"),
+    gettext_noop("desired state"),
+    gettext_noop("detail"),
+    gettext_noop("enabled"),
+    gettext_noop("endpoint"),
+    gettext_noop("engine identity"),
+    gettext_noop("env"),
+    gettext_noop("error"),
+    gettext_noop("error count"),
+    gettext_noop("error info"),
+    gettext_noop("error reason"),
+    gettext_noop("executor"),
+    gettext_noop("failures"),
+    gettext_noop("finished at"),
+    gettext_noop("first seen at"),
+    gettext_noop("from operation"),
+    gettext_noop("from phase"),
+    gettext_noop("gid"),
+    gettext_noop("health path"),
+    gettext_noop("heartbeat at"),
+    gettext_noop("holder"),
+    gettext_noop("home"),
+    gettext_noop("home ctx"),
+    gettext_noop("id"),
+    gettext_noop("image"),
+    gettext_noop("keep awake until"),
+    gettext_noop("kind"),
+    gettext_noop("known"),
+    gettext_noop("language"),
+    gettext_noop("last access at"),
+    gettext_noop("last activity"),
+    gettext_noop("last error"),
+    gettext_noop("last seen at"),
+    gettext_noop("last tick at"),
+    gettext_noop("last tick ms"),
+    gettext_noop("last used at"),
+    gettext_noop("log"),
+    gettext_noop("loop"),
+    gettext_noop("max running"),
+    gettext_noop("max workspaces"),
+    gettext_noop("memo"),
+    gettext_noop("memory mb"),
+    gettext_noop("message"),
+    gettext_noop("name"),
+    gettext_noop("number"),
+    gettext_noop("observed at"),
+    gettext_noop("op id"),
+    gettext_noop("op started at"),
+    gettext_noop("opened at"),
+    gettext_noop("operation"),
+    gettext_noop("owner"),
+    gettext_noop("params"),
+    gettext_noop("phase"),
+    gettext_noop("phase changed at"),
+    gettext_noop("pids limit"),
+    gettext_noop("port"),
+    gettext_noop("position"),
+    gettext_noop("previous phase"),
+    gettext_noop("queued at"),
+    gettext_noop("reason"),
+    gettext_noop("recovery strategy"),
+    gettext_noop("ref"),
+    gettext_noop("result"),
+    gettext_noop("runtime"),
+    gettext_noop("runtimes"),
+    gettext_noop("shard"),
+    gettext_noop("singleton"),
+    gettext_noop("size"),
+    gettext_noop("standby ttl seconds"),
+    gettext_noop("started at"),
+    gettext_noop("state"),
+    gettext_noop("step"),
+    gettext_noop("strip prefix"),
+    gettext_noop("term"),
+    gettext_noop("theme"),
+    gettext_noop("ticks"),
+    gettext_noop("title"),
+    gettext_noop("to operation"),
+    gettext_noop("to phase"),
+    gettext_noop("uid"),
+    gettext_noop("updated at"),
+    gettext_noop("user"),
+    gettext_noop("workspace"),
+    gettext_noop("workspace id"),
+    gettext_noop("workspace name"),
+)
+# Of the app that counts failed logins.
+LOGIN_RECORDS = (gettext_noop("access attempts"), gettext_noop("access failures"), gettext_noop("access logs"))
+
+
+def unnamed_columns(model: type[Model]) -> list["Field[object, object]"]:
+    """Columns whose model gives them no name of their own."""
+    return [field for field in model._meta.get_fields() if isinstance(field, Field) and field._verbose_name is None]  # type: ignore[attr-defined]
+
+
+def translate_names(models: Iterable[type[Model]]) -> None:
+    for model in models:
+        for field in unnamed_columns(model):
+            field.verbose_name = gettext_lazy(str(field.verbose_name))
