@@ -88,10 +88,10 @@ LONG = (*TREES, "tests/integration/test_api_", "tests/integration/test_state_mac
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first. Trees on a busy machine get one second chance, and the summary says who took it."""
+    """Long files first. Real parts on a busy machine get one second chance, whole trees two, and the summary says who took it."""
     for item in items:
-        if item.nodeid.startswith(TREES):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+        if not item.nodeid.startswith("tests/unit"):
+            item.add_marker(pytest.mark.flaky(reruns=2 if item.nodeid.startswith(TREES) else 1))
     items.sort(key=lambda item: next((place for place, start in enumerate(LONG) if item.nodeid.startswith(start)), len(LONG)))
 
 

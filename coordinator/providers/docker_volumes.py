@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 READ_SIZE = 1 << 20
 _HELPER_PATIENCE = 5.0
-_REMOVALS = 8
+_REMOVAL_PATIENCE = 5.0
 # The trailing dot makes the engine name members `./x`, as the interface wants them.
 _HOME = {"path": f"{shape.HELPER_MOUNT}/."}
 _ROOT = ord(shape.HELPER_MOUNT[1])
@@ -91,21 +91,20 @@ class DockerVolumes:
         if self.get_volume(workspace_id, generation) is None:
             return
         name = shape.volume_name(workspace_id, generation)
-        for attempt in range(_REMOVALS):
+        deadline = time.monotonic() + _REMOVAL_PATIENCE
+        while True:
             try:
                 self._engine.call(lambda api: api.remove_volume(name), doing="remove a volume", acting=True)
                 return
             except NotFound:
                 return
             except APIError as error:
-                # A killed process may have left its helper on the volume. A live one of a replaced run is cut off on purpose; while
-                # the engine is still at it, the volume stays in use for a moment longer.
-                held = status_of(error) == 409 and self._remove_helpers(
-                    f"{shape.WORKSPACE}={workspace_id}", f"{shape.GENERATION}={generation}"
-                )
-                if status_of(error) != 409 or attempt == _REMOVALS - 1 or (attempt and not held):
+                if status_of(error) != 409 or time.monotonic() > deadline:
                     raise ActionFailedError("the volume cannot be removed", stderr=explanation(error)) from error
-                time.sleep(0.1 * attempt)
+            # A killed process may have left its helper on the volume. A live one of a replaced run is cut off on purpose; while the
+            # engine is still at it the helper is in no list, and the volume in use for a moment longer.
+            self._remove_helpers(f"{shape.WORKSPACE}={workspace_id}", f"{shape.GENERATION}={generation}")
+            time.sleep(0.05)
 
     def _create_volume(self, workspace_id: UUID, generation: int) -> None:
         """Creating by name is idempotent in the engine; an existing one keeps the labels it has."""

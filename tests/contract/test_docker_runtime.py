@@ -173,7 +173,7 @@ def test_containers_cannot_reach_each_other(on_docker: Harness, client: docker.D
         if {"apart", "reached"} & set(said):
             break
         threading.Event().wait(0.01)
-    assert said[-1] == "apart"
+    assert {"apart", "reached"} & set(said) == {"apart"}
 
 
 @pytest.mark.parametrize(("publish", "host"), [("auto", "10."), ("bridge", "10."), ("loopback", "127.")])

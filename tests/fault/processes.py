@@ -32,9 +32,8 @@ class Process:
         self._trace = trace
         chosen = timing or Timing()
         words = {"TRACE": str(trace), "TIMING": f"{chosen.lock_wait},{chosen.stale_after},{chosen.heartbeat}", **extra}
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.fault.coordinator_process"], cwd=ROOT, env={**env, **words}, stderr=subprocess.DEVNULL
-        )
+        # Into the test's own output, which is shown when it fails.
+        self.popen = subprocess.Popen([sys.executable, "-m", "tests.fault.coordinator_process"], cwd=ROOT, env={**env, **words})
         self.pid = self.popen.pid
 
     def traces(self, what: str) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -32,7 +33,8 @@ class Own:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.services: dict[str, Service] = {
-            "postgres": Postgres(directory / "postgres", durable=False),
+            # Durable: what was committed before a kill is there after it, as for every user.
+            "postgres": Postgres(directory / "postgres"),
             "redis": Redis(directory / "redis", durable=False),
         }
         self.children: dict[str, Child] = {}
@@ -68,8 +70,9 @@ class Own:
             cursor = connection.execute(statement, values)
             return cursor.fetchall() if cursor.description else []
 
-    def term(self, loop: str) -> int:
-        found = self.sql("SELECT term FROM workspaces_looplease WHERE loop = %s AND holder <> ''", loop)
+    def term(self, loop: str, process: Process) -> int:
+        """The term in which this process leads; a killed one leaves its name in the lease."""
+        found = self.sql("SELECT term FROM workspaces_looplease WHERE loop = %s AND holder LIKE %s", loop, f"%:{process.pid}")
         return int(found[0][0]) if found else 0
 
 
@@ -116,38 +119,45 @@ def _insert_workspace(own: Own) -> str:
     return workspace
 
 
-def _listen(own: Own) -> Any:
-    client = redis.Redis.from_url(own.env["REDIS_URL"], decode_responses=True)
-    subscription = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+@contextmanager
+def _listening(own: Own) -> Iterator[Any]:
+    """A subscription. Its client lives as long: a collected one closes the connections of what it made."""
     prefix = own.env.get("REDIS_CHANNEL_SSE_PREFIX", "codehub:sse")
-    subscription.subscribe(f"{prefix}:1", f"{prefix}:all")
-    return subscription
+    with redis.Redis.from_url(own.env["REDIS_URL"], decode_responses=True) as client:
+        subscription = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+        subscription.subscribe(f"{prefix}:1", f"{prefix}:all")
+        yield subscription
+
+
+def _hear(subscription: Any, wanted: dict[str, str]) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        message = subscription.get_message(timeout=0.5)
+        if message and json.loads(message["data"]) == wanted:
+            return
+    pytest.fail(f"{wanted} was never told")
 
 
 def _told(own: Own, subscription: Any) -> None:
     """A change made now reaches its owner's channel."""
-    workspace = _insert_workspace(own)
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        message = subscription.get_message(timeout=0.5)
-        if message and json.loads(message["data"]) == {"type": "updated", "id": workspace}:
-            return
-    pytest.fail("the change never reached its owner")
+    _hear(subscription, {"type": "updated", "id": _insert_workspace(own)})
 
 
 def test_after_an_immediate_restart_of_postgresql_every_loop_leads_again_and_events_flow(own: Own, start: Callable[..., Process]) -> None:
-    process = start()
-    process.wait_acts()
-    until(lambda: own.term("events"))
-    terms = {loop: own.term(loop) for loop in ("events", "reconcile")}
-    own.end("postgres", signal.SIGQUIT)
-    own.begin("postgres")
-    # Far less than it would take to find a stale heartbeat: the thread that lost its session is the one that leads again.
-    until(lambda: all(own.term(loop) > term for loop, term in terms.items()), seconds=Timing().stale_after)
-    process.wait_acts()
-    subscription = _listen(own)
-    _told(own, subscription)
-    subscription.close()
+    with _listening(own) as subscription:
+        process = start()
+        process.wait_acts()
+        _hear(subscription, {"type": "resync"})
+        terms = {loop: own.term(loop, process) for loop in ("events", "reconcile")}
+        assert all(terms.values())
+        own.end("postgres", signal.SIGQUIT)
+        own.begin("postgres")
+        # Far less than it would take to find a stale heartbeat: the thread that lost its session is the one that leads again.
+        until(lambda: all(own.term(loop, process) > term for loop, term in terms.items()), seconds=Timing().stale_after)
+        process.wait_acts()
+        # Who watches is told that something may have been missed, and from then on hears every change.
+        _hear(subscription, {"type": "resync"})
+        _told(own, subscription)
     assert process.popen.poll() is None
 
 
@@ -163,18 +173,16 @@ def test_a_coordinator_started_before_its_database_leads_when_it_comes(own: Own,
 def test_redis_restarted_and_flushed_costs_nothing_but_a_resync(own: Own, start: Callable[..., Process]) -> None:
     process = start()
     process.wait_acts()
-    until(lambda: own.term("events"))
-    term = own.term("events")
+    term = until(lambda: own.term("events", process))
     own.end("redis", signal.SIGKILL)
     process.wait_acts()
     waiting = _insert_workspace(own)
     own.begin("redis")
-    subscription = _listen(own)
-    _told(own, subscription)
-    with redis.Redis.from_url(own.env["REDIS_URL"]) as client:
-        client.flushall()
-    _told(own, subscription)
-    subscription.close()
+    with _listening(own) as subscription:
+        _told(own, subscription)
+        with redis.Redis.from_url(own.env["REDIS_URL"]) as client:
+            client.flushall()
+        _told(own, subscription)
     process.wait_acts()
-    assert own.term("events") == term
+    assert own.term("events", process) == term
     assert own.sql("SELECT count(*) FROM workspaces_workspace WHERE id = %s", waiting) == [(1,)]
