@@ -124,7 +124,7 @@ def _listening(own: Own) -> Iterator[Any]:
     """A subscription. Its client lives as long: a collected one closes the connections of what it made."""
     prefix = own.env.get("REDIS_CHANNEL_SSE_PREFIX", "codehub:sse")
     with redis.Redis.from_url(own.env["REDIS_URL"], decode_responses=True) as client:
-        subscription = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+        subscription = client.pubsub(ignore_subscribe_messages=True)
         subscription.subscribe(f"{prefix}:1", f"{prefix}:all")
         yield subscription
 
