@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 3 # of the tests: half of their time is waiting
+WORKERS ?= 4 # of the tests: half of their time is waiting
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PRODUCTION := CODEHUB_PUBLIC_URL=https://code.example.org ALLOWED_HOSTS=code.example.org CODEHUB_WORKSPACE_DOMAIN=work.example.org
 FAKE_SECRET := DJANGO_SECRET_KEY=only-for-checks-0123456789-abcdefghijklmnopqrstuvwxyz-9876543210
