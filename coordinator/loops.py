@@ -135,11 +135,16 @@ class ReconcileWork:
         if self._engine_in_doubt:
             self._check_engine_again()
         full = full or len(self.inbox) > TARGETED_LIMIT or self.inbox.everything
-        wake = self.inbox.take() if full else self.inbox.take_some(AT_ONCE)
-        if wake:
-            self._stay_active()
         self._verified = time.monotonic()
-        self._look(wake, full=full)
+        if not full:
+            self._stay_active_for(wake := self.inbox.take_some(AT_ONCE))
+            self._look_at(wake)
+            return
+        # Whoever asked last does not wait for a place among thousands.
+        newest, rest = self.inbox.take_with_newest(AT_ONCE)
+        self._stay_active_for(newest, rest)
+        self._look_at(newest)
+        self._look_at_everything(rest)
 
     def interval(self) -> float:
         # Thousands of open operations make a full look long: it never takes more than a third of the loop's time.
@@ -162,10 +167,7 @@ class ReconcileWork:
             self._verified = time.monotonic()
         self._look_at(self.inbox.take_some(AT_ONCE))
 
-    def _look(self, wake: Wake, *, full: bool) -> None:
-        if not full:
-            self._look_at(wake)
-            return
+    def _look_at_everything(self, wake: Wake) -> None:
         if wake.probe:
             # A full look trusts the listing; whoever was found dead is asked first.
             self._look_at(Wake(wake.probe, wake.probe, everything=False))
@@ -178,6 +180,10 @@ class ReconcileWork:
         for ids, probe in ((wake.ids - wake.probe, False), (wake.probe, True)):
             if ids and self._controller.reconcile(ids, probe=probe).active:
                 self._stay_active()
+
+    def _stay_active_for(self, *wakes: Wake) -> None:
+        if any(wakes):
+            self._stay_active()
 
     def _stay_active(self) -> None:
         self._active_until = time.monotonic() + self._active_duration

@@ -131,8 +131,10 @@ class Reconciler:
         self._observer.try_store()
         loaded = self._load_all()
         rows = loaded.rows
-        runs = self._load_runs(rows)
-        self._breathe()
+        runs: dict[str, Run] = {}
+        for part in status.batched([row for row in rows if row.op_id]):
+            runs |= self._load_runs(part)
+            self._breathe()
         listing = self._observer.list_everything()
         self._breathe()
         if listing.observed and not self._was_observed:
@@ -160,7 +162,7 @@ class Reconciler:
     def _load_all(self) -> status.Loaded:
         """Every row; one that was not written since the last full look is the same object as then."""
         loaded = (
-            status.load_changed_rows(self._rows, shards=self._shards, shard=self._shard)
+            status.load_changed_rows(self._rows, shards=self._shards, shard=self._shard, between=self._breathe)
             if self._rows
             else status.load_rows(shards=self._shards, shard=self._shard)
         )

@@ -5,10 +5,10 @@ row that anyone changed meanwhile is dropped and made again at the next look. Ne
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import structlog
@@ -19,6 +19,9 @@ from coordinator.state import Decision, Run, Snapshot
 from workspaces.phases import Action, AttemptState, DesiredState, ErrorReason, Operation, Phase
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,11 @@ def load_rows(*, shards: int = 1, shard: int = 0, ids: Collection[UUID] | None =
     return Loaded(rows, found[0][19] if found else None)
 
 
-def load_changed_rows(known: Mapping[UUID, Row], *, shards: int = 1, shard: int = 0) -> Loaded:
-    """The same as every row of the shard, in two statements; those that are still what they were in `known` are not read again."""
+def load_changed_rows(known: Mapping[UUID, Row], *, shards: int = 1, shard: int = 0, between: Callable[[], None] = lambda: None) -> Loaded:
+    """The same as every row of the shard; those that are still what they were in `known` are not read again.
+
+    Two statements, and one more for each thousand that changed, with a call of `between` after it.
+    """
     (_, _, now), *found = _fetch(*_of_shard(_LOAD_VERSIONS, shards=shards, shard=shard))
     rows, changed = [], []
     for key, version, _ in found:
@@ -92,9 +98,15 @@ def load_changed_rows(known: Mapping[UUID, Row], *, shards: int = 1, shard: int 
             rows.append(former)
         else:
             changed.append(key)
-    if changed:
-        rows += load_rows(shards=shards, shard=shard, ids=changed).rows
+    for part in batched(changed):
+        rows += load_rows(shards=shards, shard=shard, ids=part).rows
+        between()
     return Loaded(rows, now)
+
+
+def batched(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Parts that take a moment each."""
+    return (items[start : start + _AT_ONCE] for start in range(0, len(items), _AT_ONCE))
 
 
 def _of_shard(statement: str, *, shards: int, shard: int) -> tuple[str, list[Any]]:

@@ -9,7 +9,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 from uuid import UUID
@@ -102,13 +102,21 @@ class Inbox:
         """Of what was named so many, wishes first, and of those the newest: thousands at once are for a full look, and whoever
         comes after them is served meanwhile. The rest and a wish to look at everything stay."""
         with self._condition:
-            ids = frozenset(itertools.islice(dict.fromkeys(itertools.chain(reversed(self._wishes), self._ids)), limit))
-            probe = self._probe & ids
-            for key in ids:
-                self._wishes.pop(key, None)
-                self._ids.pop(key, None)
-            self._probe -= probe
-            return Wake(ids, frozenset(probe), everything=False)
+            return self._take_first(itertools.chain(reversed(self._wishes), self._ids), limit)
+
+    def take_with_newest(self, limit: int) -> tuple[Wake, Wake]:
+        """All of it, the newest wishes apart. In one: who comes after is still here for the next to take."""
+        with self._condition:
+            return self._take_first(reversed(self._wishes), limit), self.take()
+
+    def _take_first(self, named: Iterable[UUID], limit: int) -> Wake:
+        ids = frozenset(itertools.islice(dict.fromkeys(named), limit))
+        probe = self._probe & ids
+        for key in ids:
+            self._wishes.pop(key, None)
+            self._ids.pop(key, None)
+        self._probe -= probe
+        return Wake(ids, frozenset(probe), everything=False)
 
 
 class Pause:

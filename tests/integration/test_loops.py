@@ -125,6 +125,22 @@ def test_many_wake_ups_at_once_become_one_full_look(running: Callable[..., Coord
         controller.asked.get(timeout=0.2)
 
 
+def test_a_full_look_begins_with_the_newest_wishes_and_leaves_who_comes_after() -> None:
+    inbox = Inbox()
+    wishes = [uuid4() for _ in range(5)]
+    ended, later = uuid4(), uuid4()
+    inbox.wake(ended)
+    for wish in wishes:
+        inbox.wake(wish, wish=True)
+    inbox.wake_all()
+    newest, rest = inbox.take_with_newest(2)
+    inbox.wake(later, wish=True)
+    assert newest.ids == frozenset(wishes[-2:])
+    assert rest.ids == frozenset([*wishes[:3], ended])
+    assert rest.everything
+    assert inbox.take_some(10).ids == {later}
+
+
 def test_whoever_is_woken_during_a_long_full_look_is_served_inside_it(running: Callable[..., Coordinator]) -> None:
     controller = StubController()
     work = _work(controller)
