@@ -18,6 +18,7 @@ from coordinator.providers.base import ActionFailedError, Buffer
 from coordinator.providers.tarstream import (
     BLOCK,
     BLOCK_DEVICE,
+    CAPABILITY,
     CHAR_DEVICE,
     DIRECTORY,
     END_OF_TAR,
@@ -32,6 +33,7 @@ from coordinator.providers.tarstream import (
 )
 
 CHUNK = 1 << 20
+_CAPABILITY = "security.capability"
 # What a person waits for a total without noticing; a home that takes longer to look through shows bytes and speed instead.
 LOOK_SECONDS = 2.0
 
@@ -120,9 +122,26 @@ def _special_kind(mode: int) -> int:
     return BLOCK_DEVICE if stat.S_ISBLK(mode) else FIFO
 
 
-def _header(name: bytes, info: os.stat_result, kind: int, *, link: bytes = b"", size: int = 0) -> bytes:
-    mode = stat.S_IMODE(info.st_mode)
-    return make_header(name, kind, size=size, link=link, mode=mode, uid=info.st_uid, gid=info.st_gid, mtime_ns=info.st_mtime_ns)
+def _header(name: bytes, info: os.stat_result, kind: int, *, link: bytes = b"", size: int = 0, capability: bytes = b"") -> bytes:
+    return make_header(
+        name,
+        kind,
+        size=size,
+        link=link,
+        mode=stat.S_IMODE(info.st_mode),
+        uid=info.st_uid,
+        gid=info.st_gid,
+        mtime_ns=info.st_mtime_ns,
+        capability=capability,
+    )
+
+
+def _capability_of(descriptor: int) -> bytes:
+    try:
+        return os.getxattr(descriptor, _CAPABILITY)
+    except OSError:
+        # None, or a file system without such attributes.
+        return b""
 
 
 def _children(directory: bytes) -> list[tuple[bytes, os.stat_result]]:
@@ -140,7 +159,9 @@ def _read_file(path: bytes, member: bytes, info: os.stat_result) -> Iterator[byt
             os.chmod(opened, mode)
     with open(descriptor, "rb", buffering=0) as file:
         left = os.fstat(file.fileno()).st_size
-        yield _header(member, info, REGULAR, size=left)
+        # They say what a program may do: a file that cannot be run has none.
+        capability = _capability_of(file.fileno()) if info.st_mode & 0o111 else b""
+        yield _header(member, info, REGULAR, size=left, capability=capability)
         padding = bytes(-left % BLOCK)
         while left:
             part = file.read(min(CHUNK, left))
@@ -259,6 +280,9 @@ def _give_metadata(path: bytes, member: tarfile.TarInfo) -> None:
         os.chown(path, member.uid, member.gid, follow_symlinks=False)
     if not member.issym():
         os.chmod(path, member.mode & 0o7777)
+    if os.geteuid() == 0 and (capability := member.pax_headers.get(CAPABILITY.decode())):
+        # After the owner: a change of it takes them away.
+        os.setxattr(path, _CAPABILITY, capability.encode("utf-8", "surrogateescape"), follow_symlinks=False)
     when = _mtime_ns(member)
     os.utime(path, ns=(when, when), follow_symlinks=False)
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 READ_SIZE = 1 << 20
 MAX_PARTS = 10_000
-_UPLOADERS = 2
+_UPLOADERS = 3
 _TRIES = 3
 _MISSING = ("404", "NoSuchKey", "NotFound", "NoSuchUpload")
 

@@ -19,6 +19,8 @@ _ODD_COMPONENT = re.compile(rb"(?:^|/)\.{0,2}(?:/|$)")
 REGULAR, HARD_LINK, SYMLINK, CHAR_DEVICE, BLOCK_DEVICE, DIRECTORY, FIFO = b"0123456"
 SPECIAL = frozenset((CHAR_DEVICE, BLOCK_DEVICE, FIFO))
 _PAX, _GNU_NAME, _GNU_LINK = b"xLK"
+# What engines call the one extended attribute they keep.
+CAPABILITY = b"SCHILY.xattr.security.capability"
 
 
 class TarStreamError(ValueError):
@@ -110,10 +112,19 @@ def pax_record(key: bytes, value: bytes) -> bytes:
 
 
 def make_header(
-    name: bytes, kind: int, *, size: int = 0, link: bytes = b"", mode: int = 0o644, uid: int = 0, gid: int = 0, mtime_ns: int = 0
+    name: bytes,
+    kind: int,
+    *,
+    size: int = 0,
+    link: bytes = b"",
+    mode: int = 0o644,
+    uid: int = 0,
+    gid: int = 0,
+    mtime_ns: int = 0,
+    capability: bytes = b"",
 ) -> bytes:
     """Header blocks of one member: ustar, with a pax header before it for whatever ustar cannot say."""
-    records: list[bytes] = []
+    records: list[bytes] = [pax_record(CAPABILITY, capability)] if capability else []
     if len(name) > 100 or not name.isascii():
         records.append(pax_record(b"path", name))
     if len(link) > 100 or not link.isascii():

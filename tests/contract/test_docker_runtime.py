@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import docker
 import pytest
@@ -26,8 +27,9 @@ from coordinator.providers.base import (
     UnreachableError,
 )
 from coordinator.providers.docker import DockerRuntime
+from coordinator.providers.tarstream import DIRECTORY, HARD_LINK, SYMLINK
 from tests.contract.conftest import Harness, docker_runtime, docker_spec, with_command
-from tests.contract.trees import HOME, Node, home_of, read_nodes, tar_of
+from tests.contract.trees import HOME, Node, home_of, inodes, read_nodes, tar_of
 from tests.engine import TINY, a_subnet
 
 pytestmark = pytest.mark.docker
@@ -157,6 +159,93 @@ def test_a_frozen_reader_of_a_home_does_not_keep_others_from_reading_it(on_docke
         next(iter(frozen))
         assert len(home_of(runtime, workspace, 1)) > 8 << 20
     runtime.delete_volume(workspace, 1)
+
+
+CAPABILITY = struct.pack("<5I", 0x0200_0001, 1 << 10, 0, 0, 0)
+CORNERS = [
+    HOME,
+    Node(b"program", data=b"\x7fELF", mode=0o755, uid=1234, gid=4321),
+    Node(b"s\xe9cret", data=b"s" * 3000, mode=0o4000),
+    Node(b"closed", DIRECTORY, mode=0o700),
+    Node(b"one", data=b"1"),
+    Node(b"closed/twin", HARD_LINK, link=b"one"),
+    Node(b"way-out", SYMLINK, link=b"/etc/passwd"),
+    Node(b"loop", SYMLINK, link=b"loop"),
+]
+
+
+@pytest.fixture
+def corners(on_docker: Harness, client: docker.DockerClient) -> tuple[DockerRuntime, UUID, Path]:
+    """A home with something of everything, and its directory on the engine's disk."""
+    workspace, runtime = on_docker.workspace(), on_docker.runtime
+    assert isinstance(runtime, DockerRuntime)
+    runtime.provision(workspace, 1, on_docker.spec)
+    runtime.write_volume(workspace, 1, [tar_of(CORNERS)])
+    directory = Path(client.api.inspect_volume(f"ws-{workspace}-home-1")["Mountpoint"])
+    os.setxattr(directory / "program", "security.capability", CAPABILITY)
+    return runtime, workspace, directory
+
+
+def test_a_home_is_the_same_read_from_its_directory_and_through_the_engine(
+    corners: tuple[DockerRuntime, UUID, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, workspace, directory = corners
+    when = 1_600_000_000_123_456_789
+    os.utime(directory / "program", ns=(when, when))
+    direct = home_of(runtime, workspace, 1)
+    # Engines tell times to the second: this one came from the directory itself.
+    assert b"mtime=1600000000.123456789" in direct
+    monkeypatch.setattr(runtime, "_open_directory", lambda *_args: None)
+    streamed = home_of(runtime, workspace, 1)
+    assert b"mtime=1600000000.123456789" not in streamed
+    assert read_nodes(direct) == read_nodes(streamed)
+    assert len(inodes(direct)) == len(inodes(streamed)) == 1
+    for content in (direct, streamed):
+        assert b"SCHILY.xattr.security.capability=" + CAPABILITY in content
+
+
+def test_what_a_program_may_do_comes_back_with_it(corners: tuple[DockerRuntime, UUID, Path], on_process: Harness, tmp_path: Path) -> None:
+    runtime, workspace, directory = corners
+    content = home_of(runtime, workspace, 1)
+    runtime.provision(workspace, 2, docker_spec())
+    runtime.write_volume(workspace, 2, [content])
+    again = Path(str(directory).replace("-home-1", "-home-2"))
+    assert os.getxattr(again / "program", "security.capability") == CAPABILITY
+    other = on_process.workspace()
+    on_process.runtime.provision(other, 1, on_process.spec)
+    on_process.runtime.write_volume(other, 1, [content])
+    assert os.getxattr(tmp_path / "data/homes" / f"ws-{other}-home-1/program", "security.capability") == CAPABILITY
+
+
+@pytest.mark.parametrize("lie", ["another directory", "no directory", "a network's", "shifted owners"])
+def test_a_directory_that_may_not_be_the_home_itself_is_not_read(
+    corners: tuple[DockerRuntime, UUID, Path], lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, workspace, _directory = corners
+    expected = read_nodes(home_of(runtime, workspace, 1))
+    (tmp_path / "decoy").mkdir()
+    (tmp_path / "decoy/other").write_text("not this home")
+    api = runtime._engine.connect()
+    inspect, info = api.inspect_volume, api.info
+    lies: dict[str, dict[str, Any]] = {
+        "another directory": {"Mountpoint": str(tmp_path / "decoy")},
+        "no directory": {"Mountpoint": str(tmp_path / "none")},
+        "a network's": {"Mountpoint": str(tmp_path / "decoy"), "Options": {"type": "nfs"}},
+        "shifted owners": {},
+    }
+    monkeypatch.setattr(api, "inspect_volume", lambda name: {**inspect(name), **lies[lie]})
+    if lie == "shifted owners":
+        monkeypatch.setattr(api, "info", lambda: {**info(), "SecurityOptions": ["name=seccomp,profile=default", "name=userns"]})
+    streams: list[str] = []
+    stream = runtime._engine.stream
+
+    def counted(path: str, **words: Any) -> Any:
+        streams.append(path)
+        return stream(path, **words)
+
+    monkeypatch.setattr(runtime._engine, "stream", counted)
+    assert read_nodes(home_of(runtime, workspace, 1)) == expected
+    assert len(streams) == 1
 
 
 def test_containers_cannot_reach_each_other(on_docker: Harness, client: docker.DockerClient) -> None:
