@@ -26,7 +26,7 @@ from bench.engine import raw_circle, report
 from codehub.embedded.service import free_ports
 from coordinator.providers.base import ContainerSpec
 from tests.engine import a_subnet, remove_installation
-from tests.live import EventReader
+from tests.event_reader import EventReader
 
 ROOT = Path(__file__).resolve().parent.parent
 PASSWORD = "only-for-this-bench"

@@ -16,7 +16,8 @@ from django.db import connections
 from django.test import Client
 
 from tests.api import person, workspace_of
-from tests.live import Address, EventReader, OpenStream
+from tests.event_reader import EventReader
+from tests.live import Address, OpenStream
 from workspaces.access import publish_access_changed, request_logout_everywhere
 from workspaces.api import stream
 from workspaces.models import Workspace
