@@ -146,6 +146,8 @@ def request_change(
     address: str | None = None,
 ) -> Workspace:
     """Describe and ask for a state in one step: both happen or neither does."""
+    if desired_state is not None and not fields:
+        return request_state(workspace_id, user=user, desired_state=desired_state, queue=queue, if_match=if_match, address=address)
     with transaction.atomic():
         if desired_state == DesiredState.RUNNING:
             # Before the row, as everybody else takes it: the other way round two requests could wait for each other.
@@ -153,9 +155,7 @@ def request_change(
         workspace = request_describe(workspace_id, user=user, fields=fields, if_match=if_match, address=address) if fields else None
         if desired_state is not None:
             # The description just written moved `updated_at`: the caller's guard was checked there.
-            workspace = request_state(
-                workspace_id, user=user, desired_state=desired_state, queue=queue, if_match=None if fields else if_match, address=address
-            )
+            workspace = request_state(workspace_id, user=user, desired_state=desired_state, queue=queue, address=address)
         if workspace is None:
             workspace = _locked(workspace_id, user=user)
             _check_fresh(workspace, if_match)
@@ -421,7 +421,8 @@ def _lock(key: int) -> None:
 
 
 def _lock_owner_of(workspace_id: UUID) -> None:
-    _lock(Workspace.objects.filter(pk=workspace_id).values_list("owner_id", flat=True).first() or 0)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s, owner_id) FROM workspaces_workspace WHERE id = %s", [_LOCK_SPACE, workspace_id])
 
 
 def _write(workspace: Workspace, **changes: Any) -> None:

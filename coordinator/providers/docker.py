@@ -313,17 +313,17 @@ class DockerRuntime(DockerVolumes):
             self._remove_container(container_id)
 
     def delete(self, workspace_id: UUID, *, only: str | None = None) -> None:
-        found = self._containers(workspace_id)
-        for container_id, container in found:
-            if only is not None and container_id != only:
-                continue
-            if container.state is ContainerState.RUNNING:
-                self._stop(container_id)
+        # An instance id is of one container for ever: it need not be looked for.
+        doomed = [container_id for container_id, _ in self._containers(workspace_id)] if only is None else [only]
+        for container_id in doomed:
+            self._stop(container_id)
             self._remove_container(container_id)
 
     def _stop(self, container_id: str) -> None:
-        """Ask the IDE to end; the removal that follows kills what does not."""
+        """Ask the IDE to end, if it has not; the removal that follows kills what does not."""
         try:
             self._engine.call(lambda api: api.stop(container_id, timeout=_STOP_SECONDS), doing="stop the container", acting=True)
+        except NotFound:
+            return
         except APIError as error:
             log.info("container could not be stopped in peace", container=container_id, error=explanation(error))
