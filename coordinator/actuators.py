@@ -91,16 +91,16 @@ def run_attempt(attempt_id: UUID, tools: Tools) -> UUID | None:
 
 
 def _perform(run: OpenRun, tools: Tools) -> dict[str, Any]:
-    spec = load_specs([run.workspace_id])[run.workspace_id]
-    steps: dict[Action, Callable[[OpenRun, Tools, ContainerSpec], dict[str, Any]]] = {
+    removals: dict[Action, Callable[[OpenRun, Tools], dict[str, Any]]] = {Action.DELETE_VOLUME: _delete_volume, Action.DELETE: _delete}
+    if run.action in removals:
+        return removals[run.action](run, tools)
+    makings: dict[Action, Callable[[OpenRun, Tools, ContainerSpec], dict[str, Any]]] = {
         Action.PROVISION: _provision,
         Action.RESTORE: _restore,
         Action.ARCHIVE: _archive,
-        Action.DELETE_VOLUME: _delete_volume,
         Action.START: _start,
-        Action.DELETE: _delete,
     }
-    return steps[run.action](run, tools, spec)
+    return makings[run.action](run, tools, load_specs([run.workspace_id])[run.workspace_id])
 
 
 def _persistently(run: OpenRun, tools: Tools, call: Callable[[], T]) -> T:
@@ -176,7 +176,7 @@ def _facts(result: ArchiveResult) -> dict[str, Any]:
     }
 
 
-def _delete_volume(run: OpenRun, tools: Tools, spec: ContainerSpec) -> dict[str, Any]:
+def _delete_volume(run: OpenRun, tools: Tools) -> dict[str, Any]:
     run.begin("delete volume")
     if run.params.get("key"):
         run.facts["kept"] = True
@@ -199,15 +199,15 @@ def _refuse_without_archive(run: OpenRun, tools: Tools, key: str) -> None:
             raise MissingError("the archive is not in object storage: the home stays on disk")
 
 
-def _delete(run: OpenRun, tools: Tools, spec: ContainerSpec) -> dict[str, Any]:
+def _delete(run: OpenRun, tools: Tools) -> dict[str, Any]:
     """Only what was seen by a run that was still wanted: one that froze before its call must not remove a newer container."""
     run.begin("delete")
-    _keep_logs(run, tools)
     for _ in range(_CONTAINERS):
         found = _persistently(run, tools, partial(tools.runtime.get_container, run.workspace_id))
         if found is None:
             break
-        _persistently(run, tools, partial(tools.runtime.delete, run.workspace_id, only=found.instance_id))
+        words = _persistently(run, tools, partial(tools.runtime.delete, run.workspace_id, only=found.instance_id))
+        _record_words(run, words)
     return {}
 
 
@@ -277,6 +277,10 @@ def _keep_logs(run: OpenRun, tools: Tools) -> None:
     except ProviderError as error:
         log.info("logs could not be read", workspace=str(run.workspace_id), error=str(error))
         return
+    _record_words(run, text)
+
+
+def _record_words(run: OpenRun, text: str) -> None:
     if text:
         run.log_text = text
         record_log_tail(run.workspace_id, text)

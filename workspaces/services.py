@@ -347,7 +347,7 @@ def _locked(workspace_id: UUID, *, user: User) -> Workspace:
     found = Workspace.objects.visible().filter(pk=workspace_id)
     if not user.is_staff:
         found = found.owned_by(user)
-    workspace = found.select_for_update(of=("self",)).select_related("owner", "image").first()
+    workspace = found.select_for_update(of=("self",)).select_related("owner").first()
     if workspace is None:
         raise NotFoundError(_("There is no such workspace."))
     return workspace

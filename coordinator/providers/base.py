@@ -168,10 +168,11 @@ class Runtime(Protocol):
         volume is MissingError, never created by mounting.
         """
 
-    def delete(self, workspace_id: UUID, *, only: str | None = None) -> None:
+    def delete(self, workspace_id: UUID, *, only: str | None = None) -> str:
         """No container of this workspace exists on return, whatever its generation. Its volume stays.
 
-        `only`: just the one with that instance id; a newer one is left alone.
+        `only`: just the one with that instance id; a newer one is left alone. Gives the last lines its IDE printed, those at its
+        end included; empty when there are none or they cannot be had.
         """
 
     def read_volume(self, workspace_id: UUID, generation: int) -> AbstractContextManager[Iterator[bytes]]:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 from uuid import UUID
@@ -28,6 +29,7 @@ from coordinator.providers.base import (
     ImagePullFailedError,
     MissingError,
     Progress,
+    ProviderError,
 )
 from coordinator.providers.docker_engine import Engine, explanation, json_lines, status_of
 from coordinator.providers.docker_volumes import DockerVolumes
@@ -99,13 +101,7 @@ class DockerRuntime(DockerVolumes):
 
     def logs(self, workspace_id: UUID, lines: int = 200) -> str:
         container = self.get_container(workspace_id)
-        if container is None:
-            return ""
-        try:
-            raw = self._engine.call(lambda api: api.logs(container.instance_id, tail=lines), doing="read logs")
-        except (NotFound, APIError):
-            return ""
-        return bytes(raw).decode("utf-8", "replace")
+        return self._printed(container.instance_id, lines) if container else ""
 
     def events(self) -> Iterator[UUID]:
         params = {"filters": json.dumps(_EVENTS)}
@@ -312,12 +308,24 @@ class DockerRuntime(DockerVolumes):
         for container_id, _ in self._containers(workspace_id):
             self._remove_container(container_id)
 
-    def delete(self, workspace_id: UUID, *, only: str | None = None) -> None:
+    def delete(self, workspace_id: UUID, *, only: str | None = None) -> str:
         # An instance id is of one container for ever: it need not be looked for.
         doomed = [container_id for container_id, _ in self._containers(workspace_id)] if only is None else [only]
+        words = ""
         for container_id in doomed:
             self._stop(container_id)
+            # Not to be had: that keeps no container alive.
+            with suppress(ProviderError):
+                words = self._printed(container_id) or words
             self._remove_container(container_id)
+        return words
+
+    def _printed(self, container_id: str, lines: int = 200) -> str:
+        try:
+            raw = self._engine.call(lambda api: api.logs(container_id, tail=lines), doing="read logs")
+        except APIError:
+            return ""
+        return bytes(raw).decode("utf-8", "replace")
 
     def _stop(self, container_id: str) -> None:
         """Ask the IDE to end, if it has not; the removal that follows kills what does not."""

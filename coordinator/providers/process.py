@@ -314,21 +314,25 @@ class ProcessRuntime:
         path = os.pathsep.join([own, os.environ.get("PATH", os.defpath)])
         return {"LANG": "C.UTF-8", "SHELL": "/bin/sh"} | kept | {"PATH": path, "HOME": home}
 
-    def delete(self, workspace_id: UUID, *, only: str | None = None) -> None:
+    def delete(self, workspace_id: UUID, *, only: str | None = None) -> str:
         with self._alone(workspace_id):
             state = self._load(workspace_id)
             if only is None or (state is not None and state.instance == only):
-                self._end(workspace_id)
+                return self._end(workspace_id)
+            return ""
 
-    def _end(self, workspace_id: UUID) -> None:
+    def _end(self, workspace_id: UUID) -> str:
+        """End what runs; what it printed last."""
         state = self._load(workspace_id)
         if state is None:
-            return
+            return ""
         if not process_group.end(state.pid, state.mark, state.instance, patience=_PATIENCE):
             raise ActionFailedError("the IDE's processes do not end")
+        words = self.logs(workspace_id)
         self._socket(workspace_id).unlink(missing_ok=True)
         self._log_file(workspace_id).unlink(missing_ok=True)
         self._state_file(workspace_id).unlink(missing_ok=True)
+        return words
 
     # --- homes
     def provision(self, workspace_id: UUID, generation: int, spec: ContainerSpec) -> None:

@@ -244,6 +244,9 @@ def test_logs_are_what_the_ide_printed_and_empty_without_a_container(harness: Ha
     harness.ready(harness.runtime.start(workspace, 1, harness.spec))
     assert harness.runtime.logs(workspace).strip()
     assert len(harness.runtime.logs(workspace, lines=1).splitlines()) == 1
+    printed = harness.runtime.logs(workspace)
+    assert harness.runtime.delete(workspace).startswith(printed)
+    assert harness.runtime.delete(workspace) == ""
 
 
 def test_what_cannot_be_had_is_told_as_such(harness: Harness) -> None:

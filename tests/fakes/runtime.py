@@ -180,14 +180,15 @@ class FakeRuntime(Scripted):
         return container
 
     @scripted
-    def delete(self, workspace_id: UUID, *, only: str | None = None) -> None:
+    def delete(self, workspace_id: UUID, *, only: str | None = None) -> str:
         with self.lock:
             if only is not None and (found := self.containers.get(workspace_id)) and found.instance_id != only:
-                return
+                return ""
             gone = self.containers.pop(workspace_id, None)
-            self.printed.pop(workspace_id, None)
+            words = self.printed.pop(workspace_id, "")
         if gone:
             self._events.put(workspace_id)
+        return words
 
     @scripted
     def _open_volume(self, workspace_id: UUID, generation: int) -> FakeHome:
