@@ -49,6 +49,8 @@ def watched(ports: Ports, what: str) -> Iterator[list[str]]:
     deadline = time.monotonic() + 20
     while ports.process.num_fds() > descriptors + 20 and time.monotonic() < deadline:
         time.sleep(0.1)
+    # Memory goes back a few seconds after a crowd.
+    time.sleep(6 if most[1] > descriptors + 100 else 0)
     print(
         f"{what:34} {before:5.0f} -> {most[0]:5.0f} -> {ports.megabytes():5.0f} MB"
         f"  {descriptors:5d} -> {most[1]:5d} -> {ports.process.num_fds():5d} descriptors  {seconds:6.1f} s  {spent:5.1f} s cpu  {', '.join(notes)}",

@@ -5,6 +5,7 @@ Django in a bounded pool of threads. Owns that routing and the process's start a
 docker or boto3.
 """
 
+import gc
 import os
 from typing import Any
 
@@ -79,6 +80,9 @@ async def _live(receive: Receive, send: Send) -> None:
         message = await receive()
         if message["type"] == "lifespan.startup":
             proxy.start()
+            # What was loaded by now stays: looking through all of it for garbage again and again would only hold calls up.
+            gc.collect()
+            gc.freeze()
             await send({"type": "lifespan.startup.complete"})
         elif message["type"] == "lifespan.shutdown":
             await proxy.stop()

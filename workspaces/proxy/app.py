@@ -28,6 +28,7 @@ from workspaces.proxy.call import Call
 from workspaces.proxy.headers import OWN_COOKIE, request_headers, response_headers
 from workspaces.proxy.http import AnswerBrokeError, Exchange
 from workspaces.proxy.inject import Injection
+from workspaces.proxy.memory import Crowd
 from workspaces.proxy.routes import (
     RESERVED,
     WAIT_PARAMETER,
@@ -59,6 +60,7 @@ class Proxy:
         self.pool = Pool()
         self.doorkeeper = Doorkeeper()
         self.recorder = activity.Recorder()
+        self.crowd = Crowd()
         self._redis: Redis | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -77,6 +79,7 @@ class Proxy:
         listener = Redis.from_url(settings.REDIS_URL, socket_connect_timeout=3, socket_keepalive=True)
         self._tasks = [
             asyncio.create_task(self.doorkeeper.recheck_forever()),
+            asyncio.create_task(self.crowd.give_back_forever()),
             asyncio.create_task(self.doorkeeper.listen_forever(listener)),
             asyncio.create_task(self.recorder.flush_forever(self.redis)),
         ]
@@ -113,10 +116,8 @@ class Proxy:
         visit = Visit(fields, scope.get("method", "GET"), scheme, fields.get(b"host", b""))
         call = Call(scope, receive, send, target, visit, client)
         try:
-            if scope["type"] == "websocket":
-                await self._websocket(call)
-            else:
-                await self._http(call)
+            with self.crowd:
+                await (self._websocket(call) if scope["type"] == "websocket" else self._http(call))
         except DatabaseError as error:
             log.warning("access could not be checked", workspace=str(target.workspace_id), error=type(error).__name__)
             await call.answer(503, "unavailable", _("CodeHub's database does not answer. Try again in a moment."), retry_after=5)
