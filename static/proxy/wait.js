@@ -22,7 +22,7 @@
   async function ask() {
     asked += 1;
     // Most starts take a few seconds: those who wait for one should not wait for us.
-    let pause = asked < 20 ? 250 : asked < 60 ? 500 : 2000;
+    let pause = asked < 50 ? 100 : asked < 90 ? 500 : 2000;
     try {
       const answer = await fetch(panel.dataset.status, { headers: { Accept: "application/json" }, cache: "no-store" });
       if (answer.status === 401 || answer.status === 404) {
