@@ -140,6 +140,7 @@ def raw_restore_to_docker(client: Any, cleanup: ExitStack) -> float:
     volume = engine.volumes.create(f"bench-{uuid4().hex}")
     cleanup.callback(volume.remove)
     engine.api.import_image_from_data(bytes(1024), repository="bench-empty", tag="latest")
+    cleanup.callback(engine.images.remove, "bench-empty:latest")
     mount = docker.types.Mount("/v", str(volume.name), type="volume", no_copy=True)
     holder = engine.containers.create("bench-empty:latest", command="none", mounts=[mount])
     cleanup.callback(holder.remove)

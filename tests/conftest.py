@@ -84,13 +84,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 # Whole process trees, engines and browsers, the longest files first: with pytest-xdist they must not be what everybody waits for.
 TREES = ("tests/e2e/test_proxy_browser", "tests/fault/test_kill_table", "tests/e2e/", "tests/integration/test_up", "tests/fault/")
+# Nothing here depends on how busy the machine is: what fails once has a reason.
+LOGIC = ("tests/unit", *(f"tests/integration/test_{name}" for name in ("state_machine", "control", "services", "crowds")))
 LONG = (*TREES, "tests/integration/test_api_", "tests/integration/test_state_machine", "tests/contract/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first. Real parts on a busy machine get one second chance, whole trees two, and the summary says who took it."""
     for item in items:
-        if not item.nodeid.startswith("tests/unit"):
+        if not item.nodeid.startswith(LOGIC):
             item.add_marker(pytest.mark.flaky(reruns=2 if item.nodeid.startswith(TREES) else 1))
     items.sort(key=lambda item: next((place for place, start in enumerate(LONG) if item.nodeid.startswith(start)), len(LONG)))
 

@@ -4,8 +4,6 @@ A volume is made, read and filled through a helper: a container of an image of o
 runs inside a home and nothing must be pulled. A new helper takes the place of what a killed process left.
 """
 
-import base64
-import json
 import os
 import re
 import secrets
@@ -15,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -24,7 +23,7 @@ from docker.errors import APIError, NotFound
 from coordinator.providers import docker_spec as shape
 from coordinator.providers.base import ActionFailedError, Buffer, ContainerSpec, MissingError, ProviderError, Volume
 from coordinator.providers.docker_engine import Engine, explanation, status_of
-from coordinator.providers.hometree import read_tree, tree_bytes
+from coordinator.providers.hometree import read_tree, sees_every_file, tree_bytes
 from coordinator.providers.tarstream import DIRECTORY, END_OF_TAR, TarScanner, make_header, scan
 
 log = structlog.get_logger(__name__)
@@ -103,9 +102,13 @@ class DockerVolumes:
             except APIError as error:
                 if status_of(error) != 409 or time.monotonic() > deadline:
                     raise ActionFailedError("the volume cannot be removed", stderr=explanation(error)) from error
-            # A killed process may have left its helper on the volume. A live one of a replaced run is cut off on purpose; while the
-            # engine is still at it the helper is in no list, and the volume in use for a moment longer.
-            self._remove_helpers(f"{shape.WORKSPACE}={workspace_id}", f"{shape.GENERATION}={generation}")
+                wanted = f"{shape.WORKSPACE}={workspace_id}", f"{shape.GENERATION}={generation}"
+                users = self._rows(f"{shape.ROLE}={shape.ROLE_WORKSPACE}", *wanted)
+                if any(row["State"] not in ("removing", "dead") for row in users):
+                    raise ActionFailedError("the volume is in use by a container", stderr=explanation(error)) from error
+            # A killed process may have left its helper on the volume. While the engine removes one it is in no list, and the volume in
+            # use for a moment longer.
+            self._remove_helpers(*wanted)
             time.sleep(0.05)
 
     def _create_volume(self, workspace_id: UUID, generation: int) -> None:
@@ -137,8 +140,8 @@ class DockerVolumes:
     def _own_directory(self, workspace_id: UUID, generation: int, helper: str) -> Iterator[bytes | None]:
         """The volume's directory where it is ours to read, which costs a quarter of a stream through the engine. None: ask the engine.
 
-        It must be the very one the helper sees (the engine may be another machine's behind a forwarded socket), a plain directory,
-        and its owners must be told as they are (an engine without root, or with user namespaces, shows others inside).
+        The engine must keep its things on this machine (a socket may be forwarded: the helper it has just made lies there as well),
+        the volume be a plain directory, and owners be told as they are (an engine without root, or with user namespaces, shows others).
         """
         descriptor = self._open_directory(workspace_id, generation, helper)
         try:
@@ -149,38 +152,21 @@ class DockerVolumes:
                 os.close(descriptor)
 
     def _open_directory(self, workspace_id: UUID, generation: int, helper: str) -> int | None:
-        if not self._engine.is_local or os.geteuid() != 0:
+        if not self._engine.is_local or not sees_every_file():
             return None
         name = shape.volume_name(workspace_id, generation)
         row = self._engine.call(lambda api: api.inspect_volume(name), doing="inspect a volume")
         if row.get("Driver") != "local" or row.get("Options"):
             return None
-        options = " ".join(self._engine.call(lambda api: api.info(), doing="ask who it is").get("SecurityOptions") or [])
-        if "userns" in options or "rootless" in options:
+        info = self._engine.call(lambda api: api.info(), doing="ask who it is")
+        options = " ".join(info.get("SecurityOptions") or [])
+        root = Path(info.get("DockerRootDir") or "/nowhere")
+        if "userns" in options or "rootless" in options or not (root / "containers" / helper).is_dir():
             return None
         try:
-            descriptor = os.open(str(row.get("Mountpoint") or ""), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            return os.open(root / "volumes" / name / "_data", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return None
-        if os.fstat(descriptor).st_mtime_ns == self._changed_at(helper):
-            return descriptor
-        os.close(descriptor)
-        return None
-
-    def _changed_at(self, helper: str) -> int | None:
-        """When the home's directory was changed last, to the nanosecond, as the engine sees it."""
-        answer = self._engine.call(
-            lambda api: api.head(f"{api.base_url}/v{api.api_version}{_archive_of(helper)}", params=_HOME), doing="look at a home"
-        )
-        try:
-            seen = json.loads(base64.b64decode(answer.headers["X-Docker-Container-Path-Stat"]))["mtime"]
-        except (KeyError, ValueError):
-            return None
-        found = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", str(seen))
-        if found is None:
-            return None
-        whole = int(datetime.fromisoformat(found[1] + found[3]).timestamp())
-        return whole * 10**9 + int((found[2] or "0").ljust(9, "0"))
 
     def home_bytes(self, workspace_id: UUID, generation: int) -> int | None:
         # The engine itself can only measure all volumes at once. Its directory is ours to read when we are root on its machine.

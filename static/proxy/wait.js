@@ -5,7 +5,7 @@
   const panel = document.querySelector("[data-wait]");
   if (!panel) return;
   const part = (name) => panel.querySelector(`[data-${name}]`);
-  let asked = 0;
+  const began = performance.now();
 
   function show(state) {
     if (state.label) part("label").textContent = state.label;
@@ -20,9 +20,9 @@
   }
 
   async function ask() {
-    asked += 1;
     // Most starts take a few seconds: those who wait for one should not wait for us.
-    let pause = asked < 50 ? 100 : asked < 90 ? 500 : 2000;
+    const waited = performance.now() - began;
+    let pause = waited < 8000 ? 100 : waited < 30000 ? 500 : 2000;
     try {
       const answer = await fetch(panel.dataset.status, { headers: { Accept: "application/json" }, cache: "no-store" });
       if (answer.status === 401 || answer.status === 404) {

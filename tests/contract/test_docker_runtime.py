@@ -217,25 +217,28 @@ def test_what_a_program_may_do_comes_back_with_it(corners: tuple[DockerRuntime, 
     assert os.getxattr(tmp_path / "data/homes" / f"ws-{other}-home-1/program", "security.capability") == CAPABILITY
 
 
-@pytest.mark.parametrize("lie", ["another directory", "no directory", "a network's", "shifted owners"])
+@pytest.mark.parametrize("lie", ["another machine", "another disk", "a network's", "shifted owners", "no powers"])
 def test_a_directory_that_may_not_be_the_home_itself_is_not_read(
     corners: tuple[DockerRuntime, UUID, Path], lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime, workspace, _directory = corners
+    runtime, workspace, directory = corners
     expected = read_nodes(home_of(runtime, workspace, 1))
-    (tmp_path / "decoy").mkdir()
-    (tmp_path / "decoy/other").write_text("not this home")
+    # What a copy of the engine's directory would look like, older than the home.
+    decoy = tmp_path / "volumes" / directory.parent.name / "_data"
+    decoy.mkdir(parents=True)
+    (decoy / "other").write_text("not this home")
     api = runtime._engine.connect()
     inspect, info = api.inspect_volume, api.info
     lies: dict[str, dict[str, Any]] = {
-        "another directory": {"Mountpoint": str(tmp_path / "decoy")},
-        "no directory": {"Mountpoint": str(tmp_path / "none")},
-        "a network's": {"Mountpoint": str(tmp_path / "decoy"), "Options": {"type": "nfs"}},
-        "shifted owners": {},
+        "another machine": {"DockerRootDir": str(tmp_path)},
+        "another disk": {"DockerRootDir": str(tmp_path / "none")},
+        "shifted owners": {"SecurityOptions": ["name=seccomp,profile=default", "name=userns"]},
     }
-    monkeypatch.setattr(api, "inspect_volume", lambda name: {**inspect(name), **lies[lie]})
-    if lie == "shifted owners":
-        monkeypatch.setattr(api, "info", lambda: {**info(), "SecurityOptions": ["name=seccomp,profile=default", "name=userns"]})
+    monkeypatch.setattr(api, "info", lambda: {**info(), **lies.get(lie, {})})
+    if lie == "a network's":
+        monkeypatch.setattr(api, "inspect_volume", lambda name: {**inspect(name), "Options": {"type": "nfs"}})
+    if lie == "no powers":
+        monkeypatch.setattr(docker_volumes, "sees_every_file", lambda: False)
     streams: list[str] = []
     stream = runtime._engine.stream
 
