@@ -25,9 +25,9 @@ django_wsgi = get_wsgi_application()
 from channels.auth import AuthMiddlewareStack
 from channels.routing import URLRouter
 
-from codehub.threaded import Receive, Scope, Send, ThreadedDjango
+from codehub.threaded import ThreadedDjango
 from workspaces.api.stream import events
-from workspaces.proxy.answers import answer
+from workspaces.proxy.answers import Receive, Scope, Send, answer
 from workspaces.proxy.app import Proxy
 from workspaces.proxy.headers import same_origin
 from workspaces.proxy.visit import forwarded_hop

@@ -7,19 +7,15 @@ a time while they are short. Knows nothing of hosts and paths.
 import asyncio
 import io
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
 from django.conf import settings
 
-from workspaces.proxy.answers import answer
+from workspaces.proxy.answers import Receive, Scope, Send, answer
 from workspaces.proxy.visit import forwarded_hop
-
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 
 CONFIG = settings.CONFIG
 # A form or an API call: what is longer is refused before a thread is taken. Django's own limit is the setting itself.

@@ -122,11 +122,6 @@ class DockerRuntime(DockerVolumes):
         except ValueError:
             return None
 
-    def _engine_info(self) -> dict[str, Any]:
-        # Asked anew each time: the engine behind the socket may have been exchanged.
-        info: dict[str, Any] = self._engine.call(lambda api: api.info(), doing="ask who it is")
-        return info
-
     def _containers(self, workspace_id: UUID | None = None) -> list[tuple[str, Container]]:
         wanted = [f"{shape.ROLE}={shape.ROLE_WORKSPACE}"]
         if workspace_id:

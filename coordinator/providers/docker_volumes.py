@@ -80,6 +80,11 @@ class DockerVolumes:
         rows: list[dict[str, Any]] = self._engine.call(lambda api: api.containers(all=True, filters=filters), doing="list containers")
         return rows
 
+    def _engine_info(self) -> dict[str, Any]:
+        # Asked anew each time: the engine behind the socket may have been exchanged.
+        info: dict[str, Any] = self._engine.call(lambda api: api.info(), doing="ask who it is")
+        return info
+
     # --- volumes
     def provision(self, workspace_id: UUID, generation: int, spec: ContainerSpec) -> None:
         self._create_volume(workspace_id, generation)
@@ -158,7 +163,7 @@ class DockerVolumes:
         row = self._engine.call(lambda api: api.inspect_volume(name), doing="inspect a volume")
         if row.get("Driver") != "local" or row.get("Options"):
             return None
-        info = self._engine.call(lambda api: api.info(), doing="ask who it is")
+        info = self._engine_info()
         options = " ".join(info.get("SecurityOptions") or [])
         root = Path(info.get("DockerRootDir") or "/nowhere")
         if "userns" in options or "rootless" in options or not (root / "containers" / helper).is_dir():
